@@ -178,13 +178,19 @@ class NumpyLike(OwnPart[A]):
         return target
 
 
-def _of_two(name: str) -> tuple[Callable[[S, object], S], Callable[[S, object], S], Callable[[S, object], S]]:
-    """field + x, x + field, field += x."""
-    return (
-        lambda self, other: self._made(name, self, other),
-        lambda self, other: self._made(name, other, self),
-        lambda self, other: self._made(name, self, other, out=self),
-    )
+def _of_two(name: str) -> Callable[[S, object], S]:
+    """field + x."""
+    return lambda self, other: self._made(name, self, other)
+
+
+def _turned(name: str) -> Callable[[S, object], S]:
+    """x + field."""
+    return lambda self, other: self._made(name, other, self)
+
+
+def _in_place(name: str) -> Callable[[S, object], S]:
+    """field += x."""
+    return lambda self, other: self._made(name, self, other, out=self)
 
 
 def _comparison(name: str) -> Any:  # what object says of == is otherwise
@@ -229,11 +235,11 @@ class Arithmetic(NumpyLike[A]):
             raise UsageError(what, where(name, self.comm), "two fields whose arrays are of one library")
         return self._like(name, given).inner
 
-    __add__, __radd__, __iadd__ = _of_two("add")
-    __sub__, __rsub__, __isub__ = _of_two("subtract")
-    __mul__, __rmul__, __imul__ = _of_two("multiply")
-    __truediv__, __rtruediv__, __itruediv__ = _of_two("divide")
-    __pow__, __rpow__, __ipow__ = _of_two("power")
+    __add__, __radd__, __iadd__ = _of_two("add"), _turned("add"), _in_place("add")
+    __sub__, __rsub__, __isub__ = _of_two("subtract"), _turned("subtract"), _in_place("subtract")
+    __mul__, __rmul__, __imul__ = _of_two("multiply"), _turned("multiply"), _in_place("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _of_two("divide"), _turned("divide"), _in_place("divide")
+    __pow__, __rpow__, __ipow__ = _of_two("power"), _turned("power"), _in_place("power")
     __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")
     __lt__, __le__ = _comparison("less"), _comparison("less_equal")
     __gt__, __ge__ = _comparison("greater"), _comparison("greater_equal")

@@ -25,8 +25,9 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,12 +99,20 @@ class Roster:
             for run in _progressions(sorted({*ranks}))
         )
 
-    def said(self, members: Collection[int]) -> dict[Entry, list[int]]:
-        """Which of members say the same, by their first ranks; those who did not come are in none."""
-        asked = {*members}
-        found = {line: sorted(asked.intersection(ranks)) for line, ranks in self._ranks.items()}
+    def said(self, members: Sequence[int]) -> dict[Entry, list[int]]:
+        """Which of members, ascending, say the same, by their first ranks. Who did not come is in none."""
+        found = {
+            line: [rank for rank, _ in groupby(sorted(ranks)) if _has(members, rank)]
+            for line, ranks in self._ranks.items()
+        }
         lines = sorted((ranks[0], line) for line, ranks in found.items() if ranks)
         return {Entry(*line.split("\t")): found[line] for _, line in lines}
+
+
+def _has(ranks: Sequence[int], rank: int) -> bool:
+    """Whether one is among ranks, ascending; a set of many would take much memory."""
+    at = bisect_left(ranks, rank)
+    return at < len(ranks) and ranks[at] == rank
 
 
 def _progressions(ranks: list[int]) -> Iterator[range]:
@@ -258,7 +267,8 @@ def check(
             program that another one cannot do without is not there. The same on every rank.
     """
     came = partial(listed, said)
-    if absent := sorted({*members}.difference(*said.values())):
+    here = sorted(chain.from_iterable(said.values()))
+    if absent := [rank for rank in members if not _has(here, rank)]:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
         who = f"program {' and '.join(map(repr, names))} ({named(absent)})" if names else named(absent)
         raise _error(
