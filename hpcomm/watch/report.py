@@ -76,6 +76,9 @@ class Reporter:
         quiet_s = min(each.quiet_s for each in doings.values())  # since a rank has reported this wait
         if self._reported or waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s):
             return
+        now = blocked.blocked_call()
+        if now is None or now.mark != call.mark:  # it has ended while others were asked
+            return
         self._reported = True
         if not is_silent:
             doing.reported_at = time.monotonic()

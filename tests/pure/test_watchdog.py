@@ -153,10 +153,15 @@ def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: 
     monkeypatch.setattr(report, "_all", answers)
     monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
     monkeypatch.setattr(report, "keep", lambda told, doings: told)
-    reporter, call = report.Reporter(said.append, 30.0), SimpleNamespace()
-    for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
+    reporter, call = report.Reporter(said.append, 30.0), SimpleNamespace(mark=1)
+    monkeypatch.setattr(report.blocked, "blocked_call", lambda: call)
+    for waited_s in (33.0, 50.0, 80.0):
         reporter.look(call, waited_s)
-    assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
+    reporter.look(SimpleNamespace(mark=0), waited_s := 90.0)  # which has ended while others were asked
+    assert said == []
+    for waited_s in (110.0, 120.0):
+        reporter.look(call, waited_s)
+    assert said == ["110 s"]  # twice HPCOMM_STALL after what was said
 
 
 def test_no_call_is_kept_between_two_looks() -> None:
