@@ -206,11 +206,16 @@ def _share(job: Job, machine: Machine) -> int:
 
 def _places(job: Job) -> list[str]:
     """The host of each rank, where the hosts have as many as there are ranks; else none."""
+    slots = _slots(job)
+    return slots if len(slots) == sum(each.ranks or len(slots) for each in job.programs) else []
+
+
+def _slots(job: Job) -> list[str]:
+    """Each host as often as it has ranks; none where they are in Slurm's words, which srun counts."""
     if not job.hosts or "[" in job.hosts:
         return []
-    read = [host_and_slots(entry) or ("", 0) for entry in job.hosts.split(",")]
-    places = [host for host, slots in read for _ in range(slots)]
-    return places if len(places) == sum(each.ranks or len(places) for each in job.programs) else []
+    read = [host_and_slots(entry) or (entry, 1) for entry in job.hosts.split(",")]
+    return [host for host, n in read for _ in range(n)]
 
 
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
@@ -227,8 +232,8 @@ def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str
 
 def _room(job: Job, machine: Machine) -> int | None:
     """The number of ranks where none was asked for; None: the launcher knows."""
-    if job.hosts and "[" not in job.hosts:  # else in Slurm's words, whose srun counts them
-        return sum((host_and_slots(entry) or ("", 1))[1] for entry in job.hosts.split(","))
+    if slots := _slots(job):
+        return len(slots)
     if "PBS_NODEFILE" in machine.environ:
         return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
     return None if "SLURM_JOB_ID" in machine.environ else machine.cores

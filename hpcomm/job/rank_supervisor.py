@@ -132,7 +132,7 @@ def _is_here(host: str) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((host, 0))  # only at an address of its own
-        except OSError:
+        except (OSError, UnicodeError):
             return False
     return True
 
